@@ -3,9 +3,9 @@
 python -m afl_benchmarks.masks --dim 10000000 --workers 10 --compressor rand-k --ratio 0.1 --bits 16
 
 *Keys* are agreed once a run: an offer, the check of the roster, a secret with each neighbour; signatures are
-left out. A worker's *mask* is drawn ahead, between its report and the next step; *AES alone* writes as many
-bytes of each neighbour's stream where they stay in cache. *Masking* is what is left for the critical path: a
-digest of the message, the mask added, packing. CPU time; the shortest of all rounds.
+left out. *Digest of the model* is what a mask is bound to, once a process. *Masking* is a digest of the
+message, the mask drawn and added, packing; *AES alone* writes as many bytes of each neighbour's stream where
+they stay in cache. CPU time; the shortest of all rounds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from afl.core.codecs.payload import pack, unpack
 from afl.core.compressors import Compressed
 from afl.core.error_feedback import ErrorFeedback
 from afl.core.messages import NOWHERE, Kind, Position, Report
+from afl.core.model.parameters import ParameterVector
 from afl.core.participant import Answer
 from afl.core.randomness import SharedRandomness
 from afl.core.secrecy.keyring import Keyring
@@ -92,6 +93,7 @@ def _rounds(options: argparse.Namespace, times: Times) -> int:
     realizations = Realizations(settings, options.dim, SharedRandomness.from_int(1))
     gradients = [torch.randn(options.dim) * 0.01 for _ in range(workers)]
     feedback = [ErrorFeedback(options.dim) for _ in range(workers)]
+    vector = ParameterVector(torch.nn.Linear(options.dim, 1, bias=False))
     models = [torch.zeros(options.dim) for _ in range(workers + 1)]
     with times.of(AGREEMENT):
         maskings = _agreed(workers)
@@ -108,7 +110,11 @@ def _rounds(options: argparse.Namespace, times: Times) -> int:
                 compressed = feedback[worker].compress(gradients[worker], realization)
                 payload = pack(realizations.uplink, compressed)
             clear += unpack(payload.header, payload.data).values
-            report = Report(worker, Position(round_, 0), 1.0, 1, payloads=(payload.header,))
+            with times.of("digest of the model: a worker"):
+                shown = vector.digest()
+            report = Report(
+                worker, Position(round_, 0), 1.0, 1, payloads=(payload.header,), model_digest=shown
+            )
             answer: Answer = (report, [payload])
             with times.of("masking: a worker"):
                 ((_, (_, (masked,))),) = maskings[worker].sent([(Kind.TRAIN, answer)])
@@ -116,10 +122,6 @@ def _rounds(options: argparse.Namespace, times: Times) -> int:
                 total.add(worker, masked.header, masked.data)
             sent = masked.header.total_bytes
         assert (total.total == clear).all()
-        # What is drawn here is used in the next round.
-        for worker in range(workers):
-            with times.of("mask: a worker"):
-                maskings[worker].prepare(round_ + 1)
         with times.of(FLOOR):
             _aes(realizations.uplink.count * word_type(options.bits)().itemsize, workers - 1)
         with times.of("D: the server"):

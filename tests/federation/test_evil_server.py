@@ -457,13 +457,14 @@ def residues(payload: bytes) -> NDArray[np.int64]:
     return np.frombuffer(payload, "<u2").astype(np.int64)
 
 
-def secrets_of(peer: Peer, offers: Sequence[KeyOffer], epoch: int = 1) -> Masks:
+def secrets_of(peer: Peer, offers: Sequence[KeyOffer], agreed: bytes, epoch: int = 1) -> Masks:
     """All of a colluder's masks, as its own code makes them."""
     store = KeyStoreOf({peer.worker: OwnKey(epoch, peer.private.private_bytes_raw())})
     ring = Keyring(
         RUN_ID,
         [peer.worker],
         len(offers),
+        agreed=agreed,
         least=2,
         sign=lambda _: (b"", (), b""),
         verify=lambda _: None,
@@ -509,20 +510,35 @@ def same_distribution(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     return bool(gap < np.sqrt(np.log(2e6) / 2 * (1 / len(one) + 1 / len(other))))
 
 
-def captured(
-    victim: Victim, pki: Pki, peers: Sequence[Peer], factor: float
-) -> tuple[NDArray[np.int64], list[KeyOffer]]:
-    """The message of round 1 as it has left the worker, at a model with these parameters; and the roster."""
+@dataclass(frozen=True)
+class Captured:
+    """The message of round 1 as it has left the victim.
+
+    Attributes:
+        secrets: of each of its peers.
+        shown: what masks are bound to, as all were told it.
+    """
+
+    sent: NDArray[np.int64]
+    secrets: list[Masks]
+    shown: bytes
+
+
+def captured(victim: Victim, pki: Pki, peers: Sequence[Peer], factor: float) -> Captured:
+    """At a model with these parameters."""
     with EvilServer(MANY, pki.server) as server:
         process = victim.start(server, "--journal", f"journal-{factor}")
         session, ready = server.session()
         offers = [peer.offer() for peer in peers]
         server.send_roster(session, ready, *offers)
-        server.send_model(session, FIRST, factor)
+        shown = bytes([Kind.TRAIN]) + server.send_model(session, FIRST, factor)
         server.send_step(session, FIRST)
-        _, (payload,) = session.report()
+        report, (payload,) = session.report()
         process.kill()
-        return residues(payload), [key_offer_of(ready.keys), *offers]
+        assert not report.model_digest
+        roster = [key_offer_of(ready.keys), *offers]
+        secrets = [secrets_of(peer, roster, server.agreed) for peer in peers]
+        return Captured(residues(payload), secrets, shown)
 
 
 def test_what_all_but_one_other_know_does_not_open_a_message_and_what_all_others_know_does(
@@ -531,37 +547,31 @@ def test_what_all_but_one_other_know_does_not_open_a_message_and_what_all_others
     peers = [Peer(worker, signer_of(pki.workers[worker])) for worker in (1, 2, 3)]
     opened = []
     for factor in (0.0, 50.0):
-        sent, offers = captured(victim, pki, peers, factor)
-        left = sent.copy()
-        assert looks_random(left)
-        for peer in peers:
-            if peer.worker == 3:
-                # Of the two who do not tell, nothing but their sum is known.
-                assert looks_random(left)
-            masks = secrets_of(peer, offers)
-            every = masks.draw(FIRST, 0, len(sent), BITS, [peer.worker]).astype(np.int64)
-            among = [
-                masks_with(masks, peer.worker, other, len(sent))
-                for other in (1, 2, 3)
-                if other != peer.worker
-            ]
-            # What this colluder shares with the victim, and takes away from its message.
-            left = (left + every - sum(among)) % (1 << BITS)
+        one = captured(victim, pki, peers, factor)
+        assert looks_random(one.sent)
+        # Of the two who do not tell, nothing but their sum is known.
+        assert looks_random(left_of(one, [1, 2]))
+        # All others who were shown another model share other masks with the victim.
+        assert looks_random(left_of(replace(one, shown=b"another model"), [1, 2, 3]))
+        left = left_of(one, [1, 2, 3])
         opened.append(signed(left.astype(np.uint16), BITS))
     assert not any(looks_random(one % (1 << BITS)) for one in opened)
     # The integers of either data: small, and not alike.
     assert all(np.abs(one).max() < 1 << (BITS - 3) for one in opened)
 
 
-def masks_with(masks: Masks, worker: int, other: int, count: int) -> NDArray[np.int64]:
-    """The stream that a worker shares with another, with its sign."""
-    alone = Masks({worker: {other: masks._secrets[worker][other]}})  # noqa: SLF001  # what a colluder knows
-    return alone.draw(FIRST, 0, count, BITS, [worker]).astype(np.int64)
+def left_of(captured: Captured, colluders: Sequence[int]) -> NDArray[np.int64]:
+    """The message without what these share with the victim."""
+    left = captured.sent.copy()
+    for worker in colluders:
+        secrets = captured.secrets[worker - 1]._secrets[worker]  # noqa: SLF001  # what a colluder knows
+        with_victim = Masks({worker: {0: secrets[0]}})
+        left += with_victim.draw(FIRST, 0, len(left), BITS, [worker], shown=captured.shown).astype(np.int64)
+    return left % (1 << BITS)
 
 
 def test_what_is_sent_does_not_depend_on_the_data_as_far_as_can_be_seen(victim: Victim, pki: Pki) -> None:
     peers = [Peer(worker, signer_of(pki.workers[worker])) for worker in (1, 2, 3)]
-    one, _ = captured(victim, pki, peers, 0.0)
-    other, _ = captured(victim, pki, peers, 50.0)
+    one, other = (captured(victim, pki, peers, factor).sent for factor in (0.0, 50.0))
     assert same_distribution(one, other)
     assert looks_random((one - other) % (1 << BITS))

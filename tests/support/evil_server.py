@@ -3,6 +3,7 @@ it is told them."""
 
 from __future__ import annotations
 
+import hashlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -203,8 +204,13 @@ class EvilServer:
         messages = [ready.keys, *map(key_offer_message, offers)]
         session.send(roster=pb.Roster(epoch=epoch or ready.keys.epoch, offers=messages))
 
-    def send_model(self, session: Session, position: Position, factor: float = 1.0) -> None:
-        """A model, all of whose parameters are ``factor`` times those at the start, or 1 without them."""
+    @property
+    def agreed(self) -> bytes:
+        """The run, as a worker has it that this server has told of it."""
+        return hashlib.sha256(self._randomness.seed + self.settings.digest()).digest()
+
+    def send_model(self, session: Session, position: Position, factor: float = 1.0) -> bytes:
+        """Send a model, all of whose parameters are ``factor``; its digest."""
         task = load_task(self.settings.task, self.settings.task_options, allow_path=True)
         vector = build_vector(task, self._randomness)
         run = replace(self.settings.parameters, tensors=vector.tensors)
@@ -212,6 +218,7 @@ class EvilServer:
         vector.values.fill_(factor)
         payloads = model_payloads(vector, vector.values, half.companions)
         self.send_step(session, position, Kind.MODEL, payloads)
+        return vector.digest(*(companion.content() for companion in half.companions.values()))
 
     def send_step(
         self,

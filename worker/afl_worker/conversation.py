@@ -294,8 +294,6 @@ class Conversation:
     def prepare(self, round_: int) -> None:
         """Draw a coming round's randomness."""
         self._trained.participant.prepare(round_)
-        if self._trained.masking is not None:
-            self._trained.masking.prepare(round_)
 
     def answered(self, ack: Ack) -> None:
         """A report that counted is not kept; what a late one carried is part of a later one, or a

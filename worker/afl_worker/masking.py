@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +16,6 @@ from afl.core.messages import (
     NOWHERE,
     Kind,
     Payload,
-    PayloadHeader,
-    Position,
     Report,
     ValueType,
 )
@@ -29,7 +28,7 @@ from afl_worker.keys import Standing
 
 
 class Masking:
-    """Masks, and what keeps a mask from being used for two messages.
+    """Masks, bound to what the process was shown, and what keeps one from being used for two messages.
 
     Args:
         sent: by worker, the last report that an earlier process of it may have sent.
@@ -55,9 +54,6 @@ class Masking:
         """By worker: of the last message that was masked."""
         self._unsure = set(unsure)
         self._is_resumed = True
-        self._forms: tuple[PayloadHeader, ...] = ()
-        """Of the last training report."""
-        self._senders: tuple[int, ...] = ()
 
     def offer(self, due: int, standings: Mapping[int, Standing], held: Collection[int]) -> KeyOffer:
         """The process's keys for a session.
@@ -104,18 +100,14 @@ class Masking:
         if self._masks is None:
             raise ProtocolError("a step before the roster of all workers' keys")
         for kind, (report, payloads) in joint_reports(self._watched(answers)):
+            # Two kinds of answers to one model have no part of a stream in common either.
+            shown = bytes([kind]) + report.model_digest
             masked = [
-                self._masked(self._masks, report, index, payload) for index, payload in enumerate(payloads)
+                self._masked(self._masks, report, shown, index, payload)
+                for index, payload in enumerate(payloads)
             ]
-            if kind is Kind.TRAIN:
-                self._forms, self._senders = report.payloads, report.workers
-            yield kind, (report, masked)
-
-    def prepare(self, round_: int) -> None:
-        """Draw a coming round's masks."""
-        if self._masks is not None:
-            for index, form in enumerate(self._forms):
-                self._masks.prepare(Position(round_, 0), index, form.count, form.bits, self._senders)
+            told = report if kind is Kind.EVALUATE else replace(report, model_digest=b"")
+            yield kind, (told, masked)
 
     def _watched(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterator[tuple[Kind, Answer]]:
         for kind, (report, payloads) in answers:
@@ -139,7 +131,7 @@ class Masking:
             yield kind, (report, payloads)
 
     @staticmethod
-    def _masked(masks: Masks, report: Report, index: int, payload: Payload) -> Payload:
+    def _masked(masks: Masks, report: Report, shown: bytes, index: int, payload: Payload) -> Payload:
         header = payload.header
         if header.value_type is not ValueType.MODULAR:
             raise PeerError(
@@ -147,7 +139,7 @@ class Masking:
                 "has secure aggregation"
             )
         residues = unpack(header, payload.data).values
-        mask = masks.draw(report.position, index, header.count, header.bits, report.workers)
+        mask = masks.draw(report.position, index, header.count, header.bits, report.workers, shown=shown)
         np.add(mask, residues, out=mask)
         return modular(header.encoding, header.bits).whole(mask, header.role, header.dim)
 

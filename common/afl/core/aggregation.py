@@ -185,7 +185,8 @@ class ModularSum(WholeMessages):
         flags = sums[self._values :]
         if len(flags) and not 0 <= flags.min() <= flags.max() <= self._workers:
             raise DivergedError(
-                f"{where}: the workers' {of} do not add up; one of them sent another mask than its peers"
+                f"{where}: the workers' {of} do not add up; one of them sent another mask than its peers, as "
+                "it does if its model or settings are not theirs"
             )
         return sums
 

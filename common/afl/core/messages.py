@@ -204,7 +204,8 @@ class Report:
         loss: the mean loss of the minibatch (training) or of the test data (evaluation), else 0.
         examples: how many examples it is the mean of; 0 where there is no loss.
         metrics: means over the test data, by name (evaluation).
-        model_digest: of the parameters the worker holds (evaluation), else empty.
+        model_digest: of the parameters the worker holds (evaluation); under a mask, of all that it was shown
+            for the step, which the mask is bound to: of a training step it does not travel; else empty.
         weight: how much the report counts in a mean over workers, where the algorithm takes one that the
             workers weigh (FedAvg by samples: their number of training examples), else 0.
         missing: why the worker has nothing to report for this step, which is then all there is; else empty.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,6 +137,7 @@ class Participant:
     Args:
         journal: keeps each training report before it is yielded.
         accounts: of the workers' records, where their privacy is accounted for.
+        binds: whether training reports have a digest of what the worker was shown, as masks need it.
         skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
             rather than to raise; the worker's residual and the model are as before it.
     """
@@ -148,6 +151,7 @@ class Participant:
         *,
         journal: ReportJournal | None = None,
         accounts: Mapping[int, Account] | None = None,
+        binds: bool = False,
         skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
@@ -161,6 +165,7 @@ class Participant:
         self._side = side
         self._oracle = oracle
         self._models = {worker: _WorkerModel(worker, vector, oracle) for worker in workers}
+        self._binds = binds
         self._skips_non_finite = skips_non_finite
         self._held: dict[int, tuple[Kind, Answer]] = {}
 
@@ -195,7 +200,8 @@ class Participant:
                 f"the server sent round {step.position.round}, phase {step.position.phase} after "
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
-        digest = self._digest() if step.kind is Kind.EVALUATE else b""
+        is_told = step.kind is Kind.EVALUATE or (step.kind is Kind.TRAIN and self._binds)
+        digest = self._digest() if is_told else b""
         asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
@@ -398,4 +404,8 @@ class Participant:
         weight = committed.dual_weights.get(worker) if half.takes_weight else 1.0
         if weight is None:
             raise ProtocolError(f"a training step without a dual weight for worker {worker}")
-        return half.train(position, weight, model)
+        report, payloads = half.train(position, weight, model)
+        if digest and self._side.hides_losses:
+            # The sum that the worker divides its own weight by, which is the same to all.
+            digest = hashlib.sha256(digest + struct.pack("<d", weight)).digest()
+        return replace(report, model_digest=digest), payloads

@@ -40,10 +40,10 @@ from afl.v1 import federation_pb2 as pb
 from afl.wire.accounting import FrameContent, Traffic
 from afl.wire.fast_chunk import lone_chunk_of_server, lone_chunk_of_worker
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The newest version of the protocol that this program speaks."""
 
-OLDEST_PROTOCOL = 3
+OLDEST_PROTOCOL = 4
 """The oldest; CONTRIBUTING.md says when either changes."""
 
 METHOD = "/afl.v1.Federation/Session"

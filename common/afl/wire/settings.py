@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 from afl.config import Config
@@ -175,6 +176,11 @@ class RunSettings:
             if one.get(name) != two.get(name) and name not in _OF_A_START
         ]
 
+    def digest(self) -> bytes:
+        """32 bytes (SHA-256) that two settings share exactly if nothing of the run differs between them."""
+        message = replace(self, **_OF_A_START).to_message()
+        return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+
     def to_message(self) -> pb.RunSettings:
         """The message of a Welcome that carries the settings."""
         parameters = self.parameters
@@ -245,7 +251,13 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
+_OF_A_START: dict[str, Any] = {
+    "chunk_bytes": 0,
+    "heartbeat": 0.0,
+    "peer_timeout": 0.0,
+    "single_reports": False,
+}
+"""What may change with each start of the server, as it is where nothing of it is told."""
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:

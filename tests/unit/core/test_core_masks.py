@@ -63,8 +63,6 @@ def test_masks_cancel_in_the_sum_of_all_however_the_workers_are_grouped(
     for group in groups(data.draw, workers):
         masks = masks_of(workers, group)
         if data.draw(st.booleans()):
-            masks.prepare(position, 0, count, bits, group)
-        if data.draw(st.booleans()):
             total += masks.draw(position, 0, count, bits, group)
         else:
             for worker in group:
@@ -85,10 +83,19 @@ def test_each_position_payload_and_pair_has_a_stream_of_its_own() -> None:
     assert len(set(words.tolist())) == len(words)
 
 
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_masks_of_workers_that_were_shown_different_things_do_not_cancel(one: bytes, other: bytes) -> None:
+    at = Position(3, 0)
+    first = masks_of(2, [0]).draw(at, 0, 8, 64, [0], shown=one)
+    left = first + masks_of(2, [1]).draw(at, 0, 8, 64, [1], shown=other)
+    assert (not left.any()) == (one == other)
+    # Nor does one lead to the other.
+    assert len({*first.tolist(), *left.tolist()}) == (9 if one == other else 16)
+
+
 def test_a_mask_is_the_same_whatever_was_drawn_before_and_however_long_it_is() -> None:
     masks, others = masks_of(4, [2]), masks_of(4, [2])
     others.draw(Position(9, 0), 0, 1000, 16, [2])
-    others.prepare(Position(3, 0), 0, 200_000, 16, [2])
     long = others.draw(Position(3, 0), 0, 200_000, 16, [2])
     short = masks.draw(Position(3, 0), 0, 100, 16, [2])
     assert long[:100].tolist() == short.tolist()
@@ -131,15 +138,3 @@ def test_a_mask_that_is_left_in_a_sum_is_told() -> None:
     total.total[3] += 2
     with pytest.raises(DivergedError, match="round 1: the workers' updates do not add up"):
         total.checked("round 1", "updates")
-
-
-def test_a_mask_that_was_drawn_ahead_is_not_drawn_when_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ahead, now = (masks_of(3, [0]) for _ in range(2))
-    expected = now.draw(Position(5, 0), 0, 100, 16, (0,))
-    ahead.prepare(Position(5, 0), 0, 100, 16, (0,))
-    monkeypatch.setattr("afl.core.secrecy.masks.Cipher", None)
-    assert (ahead.draw(Position(5, 0), 0, 100, 16, (0,)) == expected).all()
-    with pytest.raises(TypeError):
-        ahead.draw(Position(6, 0), 0, 100, 16, (0,))

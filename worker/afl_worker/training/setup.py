@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ def set_up(
         workers,
         journal=journals,
         accounts=oracle.accounts,
+        binds=run.secure_aggregation,
         skips_non_finite=skips,
     )
     kept = journals.read() if journals else {}
@@ -132,7 +134,8 @@ def set_up(
             raise PeerError("the server lets workers be missing, and sums everything under masks")
         lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
-        masking = _masking(options, welcome.run_id, run, store, (kept, lost))
+        agreed = hashlib.sha256(welcome.seed + vector.frozen_digest.encode() + settings.digest()).digest()
+        masking = _masking(options, welcome.run_id, run, store, (kept, lost), agreed=agreed)
     return Training(participant, journals, realization_digest(side, run, vector.dim), masking)
 
 
@@ -232,6 +235,8 @@ def _masking(
     run: AlgorithmSettings,
     store: KeyStore,
     journalled: tuple[Mapping[int, Kept], Collection[int]],
+    *,
+    agreed: bytes,
 ) -> Masking:
     """Keys and masks, with what earlier processes of these workers may have sent.
 
@@ -248,7 +253,7 @@ def _masking(
     from afl_worker.peers import keyring_of  # noqa: PLC0415
 
     kept, lost = journalled
-    keyring = keyring_of(run_id, options, run.workers, files, store)
+    keyring = keyring_of(run_id, options, run.workers, files, store, agreed=agreed)
     unsure = [
         worker
         for worker, key in store.read().items()

@@ -140,9 +140,9 @@ class ParameterVector:
         return array
 
     def digest(self, *beside: bytes) -> bytes:
-        """16 bytes that two copies of the parameters, of the buffers that are averaged, and of what goes
-        with them, share exactly if they are equal to the bit."""
-        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        """32 bytes (SHA-256) that two copies of the parameters, also of frozen ones that are sent, of the
+        buffers that are averaged, and of what goes with them, share exactly if they are equal to the bit."""
+        digest = hashlib.sha256(self._frozen_sent)
         for values in (self.numpy(), self.buffers.values()):
             digest.update(np.ascontiguousarray(values, dtype="<f4").data)
         for content in beside:
@@ -214,9 +214,14 @@ class ParameterVector:
         flat = (p.detach().cpu().contiguous().reshape(-1) for p in self._frozen)
         return b"".join(part.view(torch.uint8).numpy().tobytes() for part in flat)
 
+    @cached_property
+    def _frozen_sent(self) -> bytes:
+        return hashlib.sha256(self.frozen_bytes()).digest()
+
     def load_frozen(self, data: bytes) -> None:
         """Replace the frozen parameters by those of :meth:`frozen_bytes`; lengths were checked before."""
         assert len(data) == self.frozen_length
+        self.__dict__.pop("_frozen_sent", None)
         start = 0
         with torch.no_grad():
             for p in self._frozen:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ BLOCK_BYTES = 1 << 17
 """What one neighbour's stream has written is still in cache when it is added."""
 
 SECRET_BYTES = 16
-"""Of a pair: the key of AES-128."""
+"""Of a pair, and of the key of AES-128 that a stream has from it."""
 
 _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
@@ -28,8 +29,10 @@ class Masks:
 
     The mask of worker i is ``sum_{j > i} stream(i, j) - sum_{j < i} stream(i, j)`` over its neighbours j
     (Bonawitz et al. 2017, section 4): in the sum over all workers each stream is there twice, once with
-    either sign. A stream is AES-128 in counter mode under the pair's secret. The counter begins with the
-    round, the phase and the payload's number, so that no two messages have a part of it in common.
+    either sign. A stream is AES-128 in counter mode. Its key is HMAC-SHA256 of what the worker was shown,
+    under the pair's secret: masks of workers that were shown different things do not cancel. The counter
+    begins with the round, the phase and the payload's number, so that no two messages have a part of it in
+    common.
 
     Args:
         secrets: by a worker of this process, :data:`SECRET_BYTES` for each of its neighbours.
@@ -37,10 +40,16 @@ class Masks:
 
     def __init__(self, secrets: Mapping[int, Mapping[int, bytes]]) -> None:
         self._secrets = secrets
-        self._drawn: dict[tuple[Position, int, int, int, frozenset[int]], NDArray[Any]] = {}
 
     def draw(
-        self, position: Position, payload: int, count: int, bits: int, workers: Collection[int]
+        self,
+        position: Position,
+        payload: int,
+        count: int,
+        bits: int,
+        workers: Collection[int],
+        *,
+        shown: bytes = b"",
     ) -> NDArray[Any]:
         """The mask of the sum of some workers' messages; what two of them share is left out.
 
@@ -49,19 +58,18 @@ class Masks:
             count: residues.
             bits: of a residue; the mask is right modulo ``2^bits``, in the narrowest unsigned type.
             workers: whose messages are added, of this process.
+            shown: what the messages are an answer to.
         """
-        key = (position, payload, count, bits, frozenset(workers))
-        if key in self._drawn:
-            return self._drawn.pop(key)
         kind = word_type(bits)
         mask, little_endian = np.zeros(count, dtype=kind), np.dtype(kind).newbyteorder("<")
         # (round, phase, payload) and six bytes that count blocks of 16 bytes.
         counter = position.round.to_bytes(8, "big") + bytes([position.phase, payload]) + bytes(6)
+        own = frozenset(workers)
         streams = [
-            (Cipher(AES(secret), CTR(counter)).encryptor(), np.add if neighbour > worker else np.subtract)
+            (_stream(secret, shown, counter), np.add if neighbour > worker else np.subtract)
             for worker in workers
             for neighbour, secret in self._secrets[worker].items()
-            if neighbour not in key[-1]
+            if neighbour not in own
         ]
         scratch = np.empty(BLOCK_BYTES + 15, dtype=np.uint8)
         block = BLOCK_BYTES // mask.itemsize
@@ -72,11 +80,7 @@ class Masks:
                 add(part, scratch[: part.nbytes].view(little_endian), out=part)
         return mask
 
-    def prepare(
-        self, position: Position, payload: int, count: int, bits: int, workers: Collection[int]
-    ) -> None:
-        """Draw a mask before it is needed; those of earlier positions are forgotten."""
-        self._drawn = {key: mask for key, mask in self._drawn.items() if key[0] >= position}
-        key = (position, payload, count, bits, frozenset(workers))
-        if key not in self._drawn:
-            self._drawn[key] = self.draw(position, payload, count, bits, workers)
+
+def _stream(secret: bytes, shown: bytes, counter: bytes) -> CipherContext:
+    key = hmac.digest(secret, shown, "sha256")[:SECRET_BYTES]
+    return Cipher(AES(key), CTR(counter)).encryptor()
