@@ -23,7 +23,7 @@ TOP_K = {"name": "top-k", "ratio": 0.1}
 
 def config_of(uplink: dict[str, Any] | None, **faults: Any) -> dict[str, Any]:
     name = "afl-br" if uplink is None else "afl-com"
-    algorithm = {"name": name, "rounds": 60, "eta_w": 0.5, "eta_q": 2.0, "block": 20}
+    algorithm = {"name": name, "rounds": 30, "eta_w": 0.5, "eta_q": 2.0, "block": 10}
     return {
         "workers": 5,
         "task": {"name": "synthetic", "batch_size": 4, "options": {"dim": 40}},
