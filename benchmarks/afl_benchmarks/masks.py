@@ -112,9 +112,7 @@ def _rounds(options: argparse.Namespace, times: Times) -> int:
             clear += unpack(payload.header, payload.data).values
             with times.of("digest of the model: a worker"):
                 shown = vector.digest()
-            report = Report(
-                worker, Position(round_, 0), 1.0, 1, payloads=(payload.header,), model_digest=shown
-            )
+            report = Report(worker, Position(round_, 0), 1.0, 1, payloads=(payload.header,), history=shown)
             answer: Answer = (report, [payload])
             with times.of("masking: a worker"):
                 ((_, (_, (masked,))),) = maskings[worker].sent([(Kind.TRAIN, answer)])

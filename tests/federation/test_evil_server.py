@@ -457,14 +457,13 @@ def residues(payload: bytes) -> NDArray[np.int64]:
     return np.frombuffer(payload, "<u2").astype(np.int64)
 
 
-def secrets_of(peer: Peer, offers: Sequence[KeyOffer], agreed: bytes, epoch: int = 1) -> Masks:
+def secrets_of(peer: Peer, offers: Sequence[KeyOffer], epoch: int = 1) -> Masks:
     """All of a colluder's masks, as its own code makes them."""
     store = KeyStoreOf({peer.worker: OwnKey(epoch, peer.private.private_bytes_raw())})
     ring = Keyring(
         RUN_ID,
         [peer.worker],
         len(offers),
-        agreed=agreed,
         least=2,
         sign=lambda _: (b"", (), b""),
         verify=lambda _: None,
@@ -531,13 +530,12 @@ def captured(victim: Victim, pki: Pki, peers: Sequence[Peer], factor: float) -> 
         session, ready = server.session()
         offers = [peer.offer() for peer in peers]
         server.send_roster(session, ready, *offers)
-        shown = bytes([Kind.TRAIN]) + server.send_model(session, FIRST, factor)
+        shown = server.history_of_first(server.send_model(session, FIRST, factor))
         server.send_step(session, FIRST)
-        report, (payload,) = session.report()
+        _, (payload,) = session.report()
         process.kill()
-        assert not report.model_digest
         roster = [key_offer_of(ready.keys), *offers]
-        secrets = [secrets_of(peer, roster, server.agreed) for peer in peers]
+        secrets = [secrets_of(peer, roster) for peer in peers]
         return Captured(residues(payload), secrets, shown)
 
 

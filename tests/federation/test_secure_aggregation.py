@@ -104,6 +104,7 @@ def test_who_has_lost_its_journal_makes_all_take_new_keys(tmp_path: Path) -> Non
         assert [line["epoch"] for line in federation.server.logged("key_epoch")] == [2]
         for worker in others:
             assert [line["epoch"] for line in worker.logged("keys_agreed")] == [1, 2]
+            assert [line["epoch"] for line in worker.logged("begun_anew")] == [2]
 
 
 def test_a_worker_that_knows_its_peers_takes_no_part_without_masks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -204,10 +205,12 @@ class EvilServer:
         messages = [ready.keys, *map(key_offer_message, offers)]
         session.send(roster=pb.Roster(epoch=epoch or ready.keys.epoch, offers=messages))
 
-    @property
-    def agreed(self) -> bytes:
-        """The run, as a worker has it that this server has told of it."""
-        return hashlib.sha256(self._randomness.seed + self.settings.digest()).digest()
+    def history_of_first(self, model_digest: bytes, epoch: int = 1) -> bytes:
+        """What the masks of round 1 are drawn from, with losses shown."""
+        run = hashlib.sha256(self._randomness.seed + self.settings.digest()).digest()
+        step = struct.pack("<QBBd", *FIRST, Kind.TRAIN, 0.0)
+        begun = epoch.to_bytes(8, "big")
+        return begun + hashlib.sha256(begun + run + step + model_digest).digest()
 
     def send_model(self, session: Session, position: Position, factor: float = 1.0) -> bytes:
         """Send a model, all of whose parameters are ``factor``; its digest."""

@@ -33,6 +33,7 @@ from afl.errors import (
     InternalError,
     NonFiniteError,
     OutOfMemoryError,
+    PeerError,
     PolicyError,
     ProtocolError,
     place,
@@ -199,7 +200,7 @@ class Conversation:
             event = events.JoinedAgain(run_id=welcome.run_id, round=position.round, kept=kept)
             LOG.info("joined again: run %s, %s", welcome.run_id, self._named(position), extra=event.extra)
         self.run_id = welcome.run_id
-        participant = self._trained.participant
+        participant, keys = self._trained.participant, self._keys(welcome)
         return pb.Ready(
             layout_hash=participant.vector.layout_hash(),
             dim=participant.vector.dim,
@@ -209,7 +210,7 @@ class Conversation:
                 for worker in self._options.workers
             ],
             partial=self.assembler.partial(),
-            keys=self._keys(welcome),
+            keys=keys,
             frozen_digest=participant.vector.frozen_digest,
         )
 
@@ -226,9 +227,14 @@ class Conversation:
             if trained.participant.held(worker, standing.open) is not None
         ]
         try:
-            return key_offer_message(trained.masking.offer(welcome.key_epoch, standings, held))
+            offer = trained.masking.offer(welcome.key_epoch, standings, held)
         except AflError as error:
             raise self._failure(self._options.workers[0], NOWHERE, error) from error
+        for worker in trained.participant.keep_to(offer.epoch):
+            event = events.BegunAnew(worker=worker, epoch=offer.epoch)
+            text = "worker %d begins anew under other keys (key epoch %d); what it had yet to send is lost"
+            LOG.warning(text, worker, offer.epoch, extra=event.extra)
+        return key_offer_message(offer)
 
     def roster(self, roster: pb.Roster) -> None:
         """Mask what is sent from here on by these keys.
@@ -306,6 +312,10 @@ class Conversation:
         if ack.status is AckStatus.ACCEPTED:
             participant.counted(worker, ack.position)
             return
+        if ack.status is AckStatus.LATE and self._trained.masking is not None:
+            # Put back, it would be sent again in a sum that could be of this worker alone.
+            late = PeerError("the server calls a masked report late; no run with masks leaves one out")
+            raise self._failure(worker, ack.position, late)
         round_, named = ack.position.round, self._named(ack.position)
         event = events.ReportAnswered(worker=worker, round=round_, status=ack.status.name.lower())
         LOG.warning("the server answers worker %d, %s: %s", worker, named, ack.reason, extra=event.extra)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -100,16 +99,13 @@ class Masking:
         if self._masks is None:
             raise ProtocolError("a step before the roster of all workers' keys")
         for kind, (report, payloads) in joint_reports(self._watched(answers)):
-            # Two kinds of answers to one model have no part of a stream in common either.
-            shown = bytes([kind]) + report.model_digest
             masked = [
-                self._masked(self._masks, report, shown, index, payload)
-                for index, payload in enumerate(payloads)
+                self._masked(self._masks, report, index, payload) for index, payload in enumerate(payloads)
             ]
-            told = report if kind is Kind.EVALUATE else replace(report, model_digest=b"")
-            yield kind, (told, masked)
+            yield kind, (report, masked)
 
     def _watched(self, answers: Iterable[tuple[Kind, Answer]]) -> Iterator[tuple[Kind, Answer]]:
+        histories = set()
         for kind, (report, payloads) in answers:
             if kind not in {Kind.TRAIN, Kind.EVALUATE} or (kind is Kind.TRAIN and not payloads):
                 raise PeerError(
@@ -117,6 +113,12 @@ class Masking:
                     "with secure aggregation needs"
                 )
             if payloads:
+                histories.add(report.history)
+                if len(histories) > 1:
+                    raise PeerError(
+                        f"worker {report.worker} was shown something else than the other workers of this "
+                        "process; one mask for all their messages would tell what it sends"
+                    )
                 worker, position = report.worker, report.position
                 last, before = self._last.get(worker, (NOWHERE, b""))
                 digest = _digest(payloads)
@@ -131,7 +133,7 @@ class Masking:
             yield kind, (report, payloads)
 
     @staticmethod
-    def _masked(masks: Masks, report: Report, shown: bytes, index: int, payload: Payload) -> Payload:
+    def _masked(masks: Masks, report: Report, index: int, payload: Payload) -> Payload:
         header = payload.header
         if header.value_type is not ValueType.MODULAR:
             raise PeerError(
@@ -139,7 +141,9 @@ class Masking:
                 "has secure aggregation"
             )
         residues = unpack(header, payload.data).values
-        mask = masks.draw(report.position, index, header.count, header.bits, report.workers, shown=shown)
+        mask = masks.draw(
+            report.position, index, header.count, header.bits, report.workers, shown=report.history
+        )
         np.add(mask, residues, out=mask)
         return modular(header.encoding, header.bits).whole(mask, header.role, header.dim)
 

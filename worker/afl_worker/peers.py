@@ -17,10 +17,8 @@ def keyring_of(
     workers: int,
     files: tuple[PeerSigner, PeerTrust],
     store: KeyStore,
-    *,
-    agreed: bytes,
 ) -> Keyring:
-    """That of a run of m workers, which ``agreed`` says more of. Raises PeerError if these are too few."""
+    """That of a run of m workers. Raises PeerError if these are too few."""
     signer, trust = files
 
     def sign(statement: bytes) -> tuple[bytes, tuple[bytes, ...], bytes]:
@@ -35,7 +33,6 @@ def keyring_of(
         run_id,
         options.workers,
         workers,
-        agreed=agreed,
         least=options.min_workers,
         sign=sign,
         verify=verify,

@@ -204,8 +204,7 @@ class Report:
         loss: the mean loss of the minibatch (training) or of the test data (evaluation), else 0.
         examples: how many examples it is the mean of; 0 where there is no loss.
         metrics: means over the test data, by name (evaluation).
-        model_digest: of the parameters the worker holds (evaluation); under a mask, of all that it was shown
-            for the step, which the mask is bound to: of a training step it does not travel; else empty.
+        model_digest: of the parameters the worker holds (evaluation), else empty.
         weight: how much the report counts in a mean over workers, where the algorithm takes one that the
             workers weigh (FedAvg by samples: their number of training examples), else 0.
         missing: why the worker has nothing to report for this step, which is then all there is; else empty.
@@ -215,6 +214,8 @@ class Report:
             and a residual is kept (evaluation); else empty.
         others: of a joint report, the other workers that it stands for, ascending and after ``worker``: the
             payloads are the sums of all these workers' integers.
+        history: of a masked message, the epoch of keys and a digest of all that its worker was shown in it up
+            to now, which the mask is drawn from; it does not travel.
     """
 
     worker: int
@@ -229,6 +230,7 @@ class Report:
     residual_norm: float = 0.0
     others: tuple[Share, ...] = ()
     tensor_residual_norms: tuple[float, ...] = ()
+    history: bytes = b""
 
     @property
     def workers(self) -> tuple[int, ...]:

@@ -123,6 +123,17 @@ class ReportJournal(Protocol):
         ...
 
 
+EPOCH_BYTES = 8
+
+NO_HISTORY = bytes(EPOCH_BYTES)
+"""Of a report that was made without masks, or by a version that kept none: that of no epoch."""
+
+
+def epoch_of(history: bytes) -> int:
+    """The epoch of keys that a report's history is of; 0 if it has none."""
+    return int.from_bytes(history[:EPOCH_BYTES], "big")
+
+
 _TRAINED = frozenset({Role.UPDATE, Role.ITERATE, Role.SNAPSHOT})
 
 Answer = tuple[Report, list[Payload]]
@@ -137,7 +148,8 @@ class Participant:
     Args:
         journal: keeps each training report before it is yielded.
         accounts: of the workers' records, where their privacy is accounted for.
-        binds: whether training reports have a digest of what the worker was shown, as masks need it.
+        run: what the run is, as this process was told it, in a digest that is part of masked reports'
+            histories; empty where nothing is masked.
         skips_non_finite: answer a step that gives a number that is not finite with a report that says so,
             rather than to raise; the worker's residual and the model are as before it.
     """
@@ -151,7 +163,7 @@ class Participant:
         *,
         journal: ReportJournal | None = None,
         accounts: Mapping[int, Account] | None = None,
-        binds: bool = False,
+        run: bytes = b"",
         skips_non_finite: bool = False,
     ) -> None:
         self.vector = vector
@@ -165,7 +177,8 @@ class Participant:
         self._side = side
         self._oracle = oracle
         self._models = {worker: _WorkerModel(worker, vector, oracle) for worker in workers}
-        self._binds = binds
+        self._run = run
+        self._histories: dict[int, bytes] = {}
         self._skips_non_finite = skips_non_finite
         self._held: dict[int, tuple[Kind, Answer]] = {}
 
@@ -200,8 +213,8 @@ class Participant:
                 f"the server sent round {step.position.round}, phase {step.position.phase} after "
                 f"round {self.applied.round}, phase {self.applied.phase}"
             )
-        is_told = step.kind is Kind.EVALUATE or (step.kind is Kind.TRAIN and self._binds)
-        digest = self._digest() if is_told else b""
+        is_bound = step.kind is Kind.EVALUATE or (step.kind is Kind.TRAIN and self._run)
+        digest = self._digest() if is_bound else b""
         asked = frozenset(self.workers) if committed.participants is None else committed.participants
         for worker in self.workers:
             if worker not in asked and self.reported(worker) < step.position:
@@ -216,13 +229,29 @@ class Participant:
                 continue
             if self.reported(worker) != step.position:
                 answer = self._finite_answer(worker, committed, digest)
+                if self._run and answer[1]:
+                    answer = self._bound(answer, committed, digest)
                 self._keep(worker, step.kind, answer)
+                if answer[0].history:
+                    self._histories[worker] = answer[0].history
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
         if step.kind is Kind.TRAIN:
             # One call for all workers' gradients has moved also the buffers of those that had reported.
             self._restore_buffers(lambda reported: reported == step.position)
             self._resumed = {}
+
+    def keep_to(self, epoch: int) -> list[int]:
+        """Under masks: forget what steps under other keys have left, since a server could have shown each
+        worker something else in them; the workers that have forgotten something."""
+        name = epoch.to_bytes(EPOCH_BYTES, "big")
+        others = [worker for worker in self.workers if not self._histories.get(worker, b"").startswith(name)]
+        lost = [worker for worker in others if self._histories.get(worker)]
+        for worker in others:
+            self._histories[worker] = name
+            self._side.halves[worker].begin_anew()
+            self.forget(worker)
+        return lost
 
     @property
     def companions(self) -> Sequence[Companion]:
@@ -242,6 +271,7 @@ class Participant:
         assert self.applied == NOWHERE
         self._resumed, self._buffers_averaged = kept, buffers_averaged
         for worker, entry in kept.items():
+            self._histories[worker] = entry.report.history or NO_HISTORY
             self._held[worker] = (entry.kind, (entry.report, list(entry.payloads)))
             self._side.halves[worker].restore(entry.state)
             if worker in self.accounts:
@@ -404,8 +434,13 @@ class Participant:
         weight = committed.dual_weights.get(worker) if half.takes_weight else 1.0
         if weight is None:
             raise ProtocolError(f"a training step without a dual weight for worker {worker}")
-        report, payloads = half.train(position, weight, model)
-        if digest and self._side.hides_losses:
-            # The sum that the worker divides its own weight by, which is the same to all.
-            digest = hashlib.sha256(digest + struct.pack("<d", weight)).digest()
-        return replace(report, model_digest=digest), payloads
+        return half.train(position, weight, model)
+
+    def _bound(self, answer: Answer, committed: CommittedStep, digest: bytes) -> Answer:
+        report, payloads = answer
+        history = self._histories[report.worker]
+        # With losses hidden, what all workers divide their own weights by.
+        total = committed.dual_weights.get(report.worker, 0.0) if self._side.hides_losses else 0.0
+        step = struct.pack("<QBBd", *report.position, committed.step.kind, total)
+        content = hashlib.sha256(history + self._run + step + digest).digest()
+        return replace(report, history=history[:EPOCH_BYTES] + content), payloads

@@ -451,6 +451,12 @@ class KeysAgreed(Event):
     epoch: Epoch
 
 
+class BegunAnew(_OfWorker):
+    """Keys are other ones: what earlier steps have left with the worker (its residual) is forgotten."""
+
+    epoch: Epoch
+
+
 class JoinedAgain(Event):
     """The same process is welcomed again after a cut."""
 

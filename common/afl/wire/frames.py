@@ -135,6 +135,7 @@ def report_frame(report: Report, kind: Kind) -> Frame:
         "metrics": [pb.Metric(name=name, value=value) for name, value in report.metrics.items()],
         "others": [pb.Share(**vars(share)) for share in report.others],
     }
+    del parts["history"]
     content = FrameContent(traffic_of_kind(kind), scalars=_SCALAR_BYTES * _scalars(report))
     return Frame(pb.WorkerFrame(reports=[pb.Report(**parts)]).SerializeToString(), content)
 

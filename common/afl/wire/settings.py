@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from afl.config import Config
@@ -177,9 +177,10 @@ class RunSettings:
         ]
 
     def digest(self) -> bytes:
-        """32 bytes (SHA-256) that two settings share exactly if nothing of the run differs between them."""
-        message = replace(self, **_OF_A_START).to_message()
-        return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+        """32 bytes (SHA-256) that two settings share exactly if there are no :meth:`differences`."""
+        # What is not set is left out: a version that does not know an option has it so.
+        told = {name: _one_form(v) for name, v in _flat(self).items() if v and name not in _OF_A_START}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
     def to_message(self) -> pb.RunSettings:
         """The message of a Welcome that carries the settings."""
@@ -240,6 +241,15 @@ class RunSettings:
         )
 
 
+def _one_form(value: Any) -> Any:
+    """Numbers that are equal in one way of writing."""
+    if isinstance(value, list | tuple):
+        return [_one_form(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _one_form(each) for name, each in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _flat(settings: RunSettings) -> dict[str, Any]:
     values = asdict(settings)
     parameters = values.pop("parameters")
@@ -251,13 +261,7 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START: dict[str, Any] = {
-    "chunk_bytes": 0,
-    "heartbeat": 0.0,
-    "peer_timeout": 0.0,
-    "single_reports": False,
-}
-"""What may change with each start of the server, as it is where nothing of it is told."""
+_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:

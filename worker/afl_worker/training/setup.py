@@ -14,7 +14,7 @@ import torch
 from afl.core.algorithms.registry import worker_side
 from afl.core.algorithms.settings import AlgorithmSettings
 from afl.core.messages import BUFFERS_PHASE, EVALUATION_PHASE, Position
-from afl.core.participant import Kept, Participant
+from afl.core.participant import Kept, Participant, epoch_of
 from afl.core.randomness import SharedRandomness
 from afl.core.record_privacy import Account
 from afl.core.secrecy.keys import KeyStore
@@ -98,6 +98,7 @@ def set_up(
     journals = None
     if level != "off":
         journals = Journals(options.journal, welcome.run_id, vector.layout_hash(), workers, level)
+    told = hashlib.sha256(welcome.seed + vector.frozen_digest.encode() + settings.digest()).digest()
     participant = Participant(
         vector,
         side,
@@ -105,7 +106,7 @@ def set_up(
         workers,
         journal=journals,
         accounts=oracle.accounts,
-        binds=run.secure_aggregation,
+        run=told if run.secure_aggregation else b"",
         skips_non_finite=skips,
     )
     kept = journals.read() if journals else {}
@@ -134,8 +135,7 @@ def set_up(
             raise PeerError("the server lets workers be missing, and sums everything under masks")
         lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
-        agreed = hashlib.sha256(welcome.seed + vector.frozen_digest.encode() + settings.digest()).digest()
-        masking = _masking(options, welcome.run_id, run, store, (kept, lost), agreed=agreed)
+        masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side, run, vector.dim), masking)
 
 
@@ -235,8 +235,6 @@ def _masking(
     run: AlgorithmSettings,
     store: KeyStore,
     journalled: tuple[Mapping[int, Kept], Collection[int]],
-    *,
-    agreed: bytes,
 ) -> Masking:
     """Keys and masks, with what earlier processes of these workers may have sent.
 
@@ -253,12 +251,13 @@ def _masking(
     from afl_worker.peers import keyring_of  # noqa: PLC0415
 
     kept, lost = journalled
-    keyring = keyring_of(run_id, options, run.workers, files, store, agreed=agreed)
+    keyring = keyring_of(run_id, options, run.workers, files, store)
     unsure = [
         worker
         for worker, key in store.read().items()
-        # Without a roster no mask was made.
-        if key.roster and (worker not in kept or worker in lost)
+        # Without a roster no mask was made; an entry of other keys may be of a journal that was put back.
+        if key.roster
+        and (worker not in kept or worker in lost or epoch_of(kept[worker].report.history) != key.epoch)
     ]
     sent = {worker: (entry.report, entry.payloads) for worker, entry in kept.items()}
     return Masking(keyring, sent, unsure, metrics=run.hides_losses)

@@ -162,14 +162,22 @@ class AflComWorker(WorkerAlgorithm):
         self._realizations = realizations
         dim, lossless = realizations.uplink.dim, realizations.uplink.lossless
         self._new_feedback = partial(ErrorFeedback, dim, device, spare)
-        self._feedback = None if lossless else self._new_feedback()
         self._spare = spare
         self._message = torch.empty(dim, device=device) if lossless and resends else None
         self._own_weight = own_weight
+        self._feedback: ErrorFeedback | None = None
         self._exponents: NDArray[np.int32] | None = None
         """Of the grid that the last message's integers lie on."""
         self._trained = 0
         """The round of the last message, in whose step size's units the residual is."""
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """As in round 1."""
+        self._feedback = None if self._realizations.uplink.lossless else self._new_feedback()
+        self._exponents, self._trained = None, 0
+        if self._own_weight is not None:
+            self._own_weight.begin_anew()
 
     def train(self, position: Position, weight: float, model: LocalModel) -> tuple[Report, list[Payload]]:
         """Weigh the gradient, compress it with error feedback, and pack.

@@ -412,6 +412,10 @@ class WorkerAlgorithm(abc.ABC):
         """Continue with a :meth:`state`."""
         assert not state, "a worker that keeps nothing is given something"
 
+    def begin_anew(self) -> None:
+        """Forget what earlier steps have left: all of :meth:`state`."""
+        assert not self.state(), "a worker that keeps something, and does not say how it is forgotten"
+
     def put_back(self, report: Report, payloads: Sequence[Payload]) -> None:  # noqa: B027  # most cannot
         """The worker's own report came too late to count: make what it carried part of what is still to be
         sent, where the algorithm keeps such a thing; else it is dropped.

@@ -53,6 +53,10 @@ class OwnWeight:
         self._eta_q = eta_q
         self._block = block
         self._uniform = uniform
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """At 1/m, as in round 1."""
         self._told = (0, 0)
         """The last round of which u was told, and u in fixed point."""
 

@@ -36,8 +36,6 @@ class Keyring:
     Args:
         hosted: the process's workers, ascending.
         workers: m.
-        agreed: what the run is, as this process was told: masks of a worker that was told another do not
-            cancel with its own.
         least: the fewest workers of a federation that this process takes part in.
         random: so many bytes that nobody can guess.
         store: where keys are kept.
@@ -49,7 +47,6 @@ class Keyring:
         hosted: Sequence[int],
         workers: int,
         *,
-        agreed: bytes = b"",
         least: int,
         sign: Sign,
         verify: Verify,
@@ -64,7 +61,6 @@ class Keyring:
         self._run_id = run_id
         self._hosted = tuple(hosted)
         self._workers = workers
-        self._agreed = agreed
         self._sign, self._verify, self._random, self._store = sign, verify, random, store
         self._keys: dict[int, OwnKey] = {
             worker: key for worker, key in store.read().items() if worker in self._hosted
@@ -185,7 +181,7 @@ class Keyring:
                 raise PeerError(f"the public key of worker {other} is none") from error
             pair = b"".join(each.to_bytes(4, "big") for each in sorted((worker, other)))
             # The digest stands for run, epoch and all keys: who sees another roster has other secrets.
-            derive = HKDF(SHA256(), SECRET_BYTES, salt=digest, info=b"afl mask 2\0" + pair + self._agreed)
+            derive = HKDF(SHA256(), SECRET_BYTES, salt=digest, info=b"afl mask 2\0" + pair)
             secrets[other] = derive.derive(shared)
         return secrets
 
