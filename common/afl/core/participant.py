@@ -245,12 +245,12 @@ class Participant:
         """Under masks: forget what steps under other keys have left, since a server could have shown each
         worker something else in them; the workers that have forgotten something."""
         name = epoch.to_bytes(EPOCH_BYTES, "big")
-        others = [worker for worker in self.workers if not self._histories.get(worker, b"").startswith(name)]
-        lost = [worker for worker in others if self._histories.get(worker)]
-        for worker in others:
-            self._histories[worker] = name
+        lost = [worker for worker, history in self._histories.items() if not history.startswith(name)]
+        for worker in lost:
             self._side.halves[worker].begin_anew()
             self.forget(worker)
+            del self._histories[worker]
+        self._histories = dict.fromkeys(self.workers, name) | self._histories
         return lost
 
     @property
