@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from afl.daemon.fault_points import VARIABLE
 from support import Federation, Reference, run_together
 from support.drill import Drill, Faults
 from support.identities import Identities, tls
@@ -105,6 +107,39 @@ def test_who_has_lost_its_journal_makes_all_take_new_keys(tmp_path: Path) -> Non
         for worker in others:
             assert [line["epoch"] for line in worker.logged("keys_agreed")] == [1, 2]
             assert [line["epoch"] for line in worker.logged("begun_anew")] == [2]
+
+
+def test_who_was_killed_in_the_middle_of_an_entry_goes_on_with_its_keys(tmp_path: Path) -> None:
+    config = slow_config()
+    options = ("--task", SLOW["name"], "--trust-server-keys")
+    expected = run_together(config, tmp_path / "quiet", ["0", "1", "2"]).model_bytes()
+    with Federation(config, tmp_path / "run") as federation:
+        first = federation.start("0", *options, environment={VARIABLE: "worker.mid-journal:7:kill"})
+        for ids in ("1", "2"):
+            federation.start(ids, *options)
+        first.expect(-signal.SIGKILL)
+        federation.workers.remove(first)
+        first.close()
+        federation.start("0", *options)
+        federation.finish()
+        assert not federation.server.logged("key_epoch")
+    assert federation.model_bytes() == expected
+
+
+def test_keys_that_end_an_epoch_are_refused_where_no_residual_may_be_lost(tmp_path: Path) -> None:
+    config = {**slow_config(), "faults": {"lost_residual": "refuse"}}
+    options = ("--task", SLOW["name"], "--trust-server-keys")
+    with Federation(config, tmp_path / "run") as federation:
+        first, *_ = (federation.start(ids, *options) for ids in ("0", "1", "2"))
+        federation.wait_until(lambda status: status["round"] > 5)
+        first.kill()
+        (keys,) = federation.folder.glob("afl-journal/*/worker-0.keys")
+        keys.unlink()
+        again = federation.start("0", *options)
+        again.expect(3)
+        assert "comes with other keys, under which all workers would begin without" in again.text
+        assert not federation.server.logged("key_epoch")
+        federation.server.kill()
 
 
 def test_a_worker_that_knows_its_peers_takes_no_part_without_masks(tmp_path: Path) -> None:

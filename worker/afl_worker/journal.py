@@ -70,10 +70,8 @@ class Journal:
         self._room = 0
         """Bytes of one of the two places."""
         self._sequence = 0
-        self.is_whole = True
-        """Whether an entry was not lost, as far as can be seen: one that was may have been sent."""
         self.may_lack_newest = False
-        """Whether one that was lost may be newer than the one read."""
+        """Whether an entry was lost that may be newer than the one read: it may have been sent."""
         with _errors_named(self._path):
             _make_folder(path.parent, syncs=syncs)
             self._lock = durable.lock(path.with_suffix(".lock"), f"worker {owner.worker}'s journal")
@@ -115,7 +113,6 @@ class Journal:
             damaged.append(f"the file has {size} bytes where it had {max(lengths)}")
         elif not found and not damaged:
             damaged.append(f"none in {size} bytes")
-        self.is_whole = not damaged
         if damaged:
             used = "the entry before it is used" if found else "the journal is ignored"
             event = events.JournalDamaged(worker=self._owner.worker)
@@ -256,10 +253,6 @@ class Journals:
         """The newest entry of each worker that has one."""
         found = {worker: journal.read() for worker, journal in self._own.items()}
         return {worker: kept for worker, kept in found.items() if kept is not None}
-
-    def damaged(self) -> list[int]:
-        """Workers of which an entry was lost."""
-        return [worker for worker, journal in self._own.items() if not journal.is_whole]
 
     def lacks_newest(self) -> list[int]:
         """Workers of which the newest entry may be lost."""

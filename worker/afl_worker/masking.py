@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +16,11 @@ from afl.core.messages import (
     NOWHERE,
     Kind,
     Payload,
+    Position,
     Report,
     ValueType,
 )
-from afl.core.participant import Answer
+from afl.core.participant import Answer, epoch_of
 from afl.core.secrecy.keyring import Keyring
 from afl.core.secrecy.keys import KeyOffer
 from afl.core.secrecy.masks import Masks
@@ -47,10 +49,8 @@ class Masking:
         self._masks_metrics = metrics
         self._masks: Masks | None = None
         self._epoch = 0
-        self._last = {
-            worker: (report.position, _digest(payloads)) for worker, (report, payloads) in sent.items()
-        }
-        """By worker: of the last message that was masked."""
+        self._last = {worker: _Sent.of(report, payloads) for worker, (report, payloads) in sent.items()}
+        """By worker: the last message that was masked."""
         self._unsure = set(unsure)
         self._is_resumed = True
 
@@ -63,16 +63,16 @@ class Masking:
         """
         used = [worker for worker, standing in standings.items() if self._is_used(worker, standing, held)]
         offer = self._keyring.offer(due, used)
+        self._last = {worker: last for worker, last in self._last.items() if last.epoch == offer.epoch}
+        if used:
+            self._unsure = set()
         if offer.epoch != self._epoch:
-            if self._epoch or used:
-                # Of another epoch than what is remembered.
-                self._last, self._unsure = {}, set()
             self._epoch, self._masks = offer.epoch, None
         return offer
 
     def _is_used(self, worker: int, standing: Standing, held: Collection[int]) -> bool:
         """Whether a mask that is asked for may have been used for another message."""
-        last, _ = self._last.get(worker, (NOWHERE, b""))
+        last = self._last.get(worker, _NOTHING_SENT).position
         is_masked = self._masks_metrics or standing.open.phase < BUFFERS_PHASE
         is_unknown = standing.is_held and is_masked and last != standing.open
         if worker in self._unsure or last > standing.open or is_unknown:
@@ -120,15 +120,14 @@ class Masking:
                         "process; one mask for all their messages would tell what it sends"
                     )
                 worker, position = report.worker, report.position
-                last, before = self._last.get(worker, (NOWHERE, b""))
-                digest = _digest(payloads)
-                if position < last or (position == last and digest != before):
+                last, sent = self._last.get(worker, _NOTHING_SENT), _Sent.of(report, payloads)
+                if position < last.position or (position == last.position and sent.digest != last.digest):
                     raise PeerError(
                         f"the server asks worker {worker} for another message for round {position.round}, "
                         f"phase {position.phase}, which was sent already: two messages under one mask can be "
                         "read"
                     )
-                self._last[worker] = position, digest
+                self._last[worker] = sent
                 self._is_resumed = False
             yield kind, (report, payloads)
 
@@ -148,8 +147,19 @@ class Masking:
         return modular(header.encoding, header.bits).whole(mask, header.role, header.dim)
 
 
-def _digest(payloads: Iterable[Payload]) -> bytes:
-    content = hashlib.blake2b(digest_size=16)
-    for payload in payloads:
-        content.update(payload.data)
-    return content.digest()
+class _Sent(NamedTuple):
+    """A message, as much of it as must be remembered."""
+
+    epoch: int
+    position: Position
+    digest: bytes
+
+    @classmethod
+    def of(cls, report: Report, payloads: Iterable[Payload]) -> _Sent:
+        content = hashlib.blake2b(digest_size=16)
+        for payload in payloads:
+            content.update(payload.data)
+        return cls(epoch_of(report.history), report.position, content.digest())
+
+
+_NOTHING_SENT = _Sent(0, NOWHERE, b"")

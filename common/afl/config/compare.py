@@ -32,12 +32,17 @@ def differences(stored: Config, given: Config) -> list[str]:
     one, other = _defining(stored), _defining(given)
     if given.run.seed is None:
         other["run.seed"] = one["run.seed"]
-    shown = partial(json.dumps, ensure_ascii=False)
-    return [
-        f"{key}: the run's is {shown(one.get(key))}, given is {shown(other.get(key))}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    ]
+    return [f"{key}: the run's is {mine}, given is {its}" for key, mine, its in unlike(one, other)]
+
+
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The keys under which two mappings have not the same, with both values as JSON, in which 1 is not 1.0: a
+    task may see a count in one and a share in the other."""
+    shown = partial(json.dumps, ensure_ascii=False, sort_keys=True)
+    for key in sorted(one.keys() | other.keys()):
+        mine, its = shown(one.get(key)), shown(other.get(key))
+        if mine != its or (key in one) != (key in other):
+            yield key, mine, its
 
 
 def access_keys(config: Config) -> dict[str, Any]:

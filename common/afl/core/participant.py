@@ -229,11 +229,10 @@ class Participant:
                 continue
             if self.reported(worker) != step.position:
                 answer = self._finite_answer(worker, committed, digest)
-                if self._run and answer[1]:
+                if self._run:
                     answer = self._bound(answer, committed, digest)
-                self._keep(worker, step.kind, answer)
-                if answer[0].history:
                     self._histories[worker] = answer[0].history
+                self._keep(worker, step.kind, answer)
                 self._held[worker] = (step.kind, answer)
             yield self._held[worker]
         if step.kind is Kind.TRAIN:
@@ -248,8 +247,10 @@ class Participant:
         lost = [worker for worker, history in self._histories.items() if not history.startswith(name)]
         for worker in lost:
             self._side.halves[worker].begin_anew()
+            self.vector.buffers.begin_anew(worker)
             self.forget(worker)
             del self._histories[worker]
+        self._resumed = {worker: entry for worker, entry in self._resumed.items() if worker not in lost}
         self._histories = dict.fromkeys(self.workers, name) | self._histories
         return lost
 
@@ -439,6 +440,8 @@ class Participant:
     def _bound(self, answer: Answer, committed: CommittedStep, digest: bytes) -> Answer:
         report, payloads = answer
         history = self._histories[report.worker]
+        if not payloads:
+            return replace(report, history=history), payloads
         # With losses hidden, what all workers divide their own weights by.
         total = committed.dual_weights.get(report.worker, 0.0) if self._side.hides_losses else 0.0
         step = struct.pack("<QBBd", *report.position, committed.step.kind, total)

@@ -7,11 +7,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 from afl.config import Config
-from afl.config.compare import flat
+from afl.config.compare import flat, unlike
 from afl.config.compressors import IDENTITY, resolved_options
 from afl.config.schema import Durability
 from afl.core.algorithms.registry import algorithm_named, is_installed
@@ -169,18 +169,16 @@ class RunSettings:
     def differences(self, other: RunSettings) -> list[str]:
         """What of the run is not the same in ``other``, a line each: name, this value and the other. Chunks,
         heartbeats, their limit and whether reports are joined may change with each start of the server."""
-        one, two = _flat(self), _flat(other)
         return [
-            f"{name} is {json.dumps(one.get(name))} here and {json.dumps(two.get(name))} at the server"
-            for name in sorted(one.keys() | two.keys())
-            if one.get(name) != two.get(name) and name not in _OF_A_START
+            f"{name} is {mine} here and {its} at the server"
+            for name, mine, its in unlike(_flat(self), _flat(other))
+            if name not in _OF_A_START
         ]
 
     def digest(self) -> bytes:
         """32 bytes (SHA-256) that two settings share exactly if there are no :meth:`differences`."""
-        # What is not set is left out: a version that does not know an option has it so.
-        told = {name: _one_form(v) for name, v in _flat(self).items() if v and name not in _OF_A_START}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+        of_the_run = replace(self, **_OF_A_START).to_message()
+        return hashlib.sha256(of_the_run.SerializeToString(deterministic=True)).digest()
 
     def to_message(self) -> pb.RunSettings:
         """The message of a Welcome that carries the settings."""
@@ -204,7 +202,7 @@ class RunSettings:
             hides_losses=parameters.hides_losses,
             uplink=_choice_message(parameters.uplink),
             downlink=_choice_message(parameters.downlink),
-            algorithm_options=json.dumps({**shared, **parameters.own}, default=_told_parts),
+            algorithm_options=json.dumps({**shared, **parameters.own}, default=_told_parts, sort_keys=True),
         )
 
     @classmethod
@@ -241,15 +239,6 @@ class RunSettings:
         )
 
 
-def _one_form(value: Any) -> Any:
-    """Numbers that are equal in one way of writing."""
-    if isinstance(value, list | tuple):
-        return [_one_form(each) for each in value]
-    if isinstance(value, Mapping):
-        return {name: _one_form(each) for name, each in value.items()}
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def _flat(settings: RunSettings) -> dict[str, Any]:
     values = asdict(settings)
     parameters = values.pop("parameters")
@@ -261,7 +250,13 @@ _AS_THEY_ARE = frozenset(pb.RunSettings.DESCRIPTOR.fields_by_name).intersection(
 )
 """What the message has by the same name."""
 
-_OF_A_START = frozenset({"chunk_bytes", "heartbeat", "peer_timeout", "single_reports"})
+_OF_A_START: dict[str, Any] = {
+    "chunk_bytes": 0,
+    "heartbeat": 0.0,
+    "peer_timeout": 0.0,
+    "single_reports": False,
+}
+"""What may change with each start of the server, as it is where nothing of it is told."""
 
 
 def _algorithm_options(algorithm: str, text: str) -> dict[str, Any]:

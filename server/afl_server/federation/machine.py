@@ -275,8 +275,12 @@ class Federation(Rounds):
         if is_void:
             if not is_first:
                 event = log_events.KeyEpoch(peer=member.peer, workers=member.workers, epoch=keys.epoch)
-                text = f"{member.label} comes with other keys: key epoch {keys.epoch} begins"
+                text = (
+                    f"{member.label} comes with other keys: key epoch {keys.epoch} begins, and all workers "
+                    "begin without their residuals"
+                )
                 self._run.log_of_worker("WARNING", member.workers[0], text, event)
+                self._membership.all_begin_anew(member)
             self._restart_round(member.workers[0], "comes with other keys", member)
         if not member.awaits_keys:
             self._membership.end(member, GoodbyeStatus.TRY_LATER, f"keys of epoch {keys.epoch} are due")

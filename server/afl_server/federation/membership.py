@@ -213,7 +213,7 @@ class Membership:
         if not refusal and (refusal := self.admission.of_arithmetic(event, version)):
             # An upgrade is then what helps, and may come.
             status = None if version == __version__ else GoodbyeStatus.OTHER_VERSION
-        refusal = refusal or self._residual_refusal(member)
+        refusal = refusal or self._residual_refusal(member, event)
         if refusal:
             self.refuse(member, refusal, status)
         return not refusal
@@ -269,12 +269,32 @@ class Membership:
             if member.reported[worker].round < engine.trained(worker) or self._is_ahead(member, worker)
         ]
 
-    def _residual_refusal(self, member: Member) -> str:
+    def _residual_refusal(self, member: Member, event: Ready) -> str:
+        if self._run.config.faults.lost_residual != "refuse":
+            return ""
         lost = self._lost_residuals(member)
-        if not lost or self._run.config.faults.lost_residual != "refuse":
+        if not lost and self._run.keys is not None and self._run.keys.ends_epoch(event.keys):
+            lost = self._with_residuals()
+            if lost:
+                return (
+                    f"{member.label} comes with other keys, under which all workers would begin without "
+                    "their residuals, and faults.lost_residual is refuse"
+                )
+        if not lost:
             return ""
         what = "ahead of this server" if self._is_ahead(member, lost[0]) else "without its uplink residual"
         return f"worker {lost[0]} comes back {what}, and faults.lost_residual is refuse"
+
+    def _with_residuals(self) -> list[int]:
+        engine = self._run.engine
+        keeps = engine.algorithm.keeps_residuals
+        return [worker for worker in range(engine.workers) if keeps and engine.trained(worker)]
+
+    def all_begin_anew(self, member: Member) -> None:
+        """Count the workers that lose their residuals to a member's other keys, but for its own."""
+        lost = [worker for worker in self._with_residuals() if worker not in member.workers]
+        self._run.count(Incident.LOST_RESIDUAL, lost)
+        self._run.counters.lost_residuals += len(lost)
 
     def _is_ahead(self, member: Member, worker: int) -> bool:
         """Whether the worker has reported of a round that the server, put back to an old state, has yet to

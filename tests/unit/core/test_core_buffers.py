@@ -63,6 +63,23 @@ def test_each_worker_has_buffers_of_its_own_however_they_change() -> None:
     }
 
 
+def test_one_worker_begins_anew_with_the_buffers_that_all_had_first() -> None:
+    module = Counter()
+    module.see(4.0)
+    first = module.seen()
+    buffers = ModuleBuffers(module, averaged=False)
+    buffers.host([2, 5])
+    for worker in (2, 5, 5):
+        buffers.select(worker)
+        module.see(1.0)
+    for _ in range(2):
+        buffers.begin_anew(5)
+        assert module.seen() == first
+        module.see(1.0)
+    buffers.select(2)
+    assert module.seen() == ([5, 5], 5, 5, 2, 5)
+
+
 def test_a_lone_worker_computes_with_the_module_as_it_is() -> None:
     module = nn.BatchNorm1d(3)
     own = list(module.buffers())

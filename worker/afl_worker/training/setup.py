@@ -133,7 +133,7 @@ def set_up(
     if run.secure_aggregation:
         if skips:
             raise PeerError("the server lets workers be missing, and sums everything under masks")
-        lost = [*journals.damaged(), *key_files.of_another_boot()] if journals else []
+        lost = [*journals.lacks_newest(), *key_files.of_another_boot()] if journals else []
         store = KeysInMemory() if journals is None else key_files
         masking = _masking(options, welcome.run_id, run, store, (kept, lost))
     return Training(participant, journals, realization_digest(side, run, vector.dim), masking)

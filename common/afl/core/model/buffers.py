@@ -48,6 +48,7 @@ class ModuleBuffers:
         # Also those that are None as yet, which named_buffers leaves out.
         self._places = [(owner, name) for owner in module.modules() for name, _ in owner._buffers.items()]  # noqa: SLF001
         self._sets: dict[int, _Set] = {}
+        self._first: _Set = []
         self._selected = -1
         self._averaged: list[_Averaged] = []
         self.size = 0
@@ -81,9 +82,14 @@ class ModuleBuffers:
         self._selected = first
         self._sets = {}
         for worker in others if self._places else ():
-            # Tied buffers stay tied.
-            copies = {id(tensor): tensor.detach().clone() for tensor in own if tensor is not None}
-            self._sets[worker] = [None if tensor is None else copies[id(tensor)] for tensor in own]
+            self._sets[worker] = _copied(own)
+        self._first = _copied(own)
+
+    def begin_anew(self, worker: int) -> None:
+        """Give a worker the buffers that it had first."""
+        self.select(worker)
+        for (owner, name), tensor in zip(self._places, _copied(self._first), strict=True):
+            owner._buffers[name] = tensor  # noqa: SLF001
 
     def select(self, worker: int) -> None:
         """Let the module compute with a worker's set; before anything that is computed for it."""
@@ -186,3 +192,9 @@ class ModuleBuffers:
             buffer = buffers[entry.place]
             assert buffer is not None
             yield entry.part, buffer
+
+
+def _copied(buffers: _Set) -> _Set:
+    # Tied buffers stay tied.
+    copies = {id(tensor): tensor.detach().clone() for tensor in buffers if tensor is not None}
+    return [None if tensor is None else copies[id(tensor)] for tensor in buffers]

@@ -46,6 +46,16 @@ class KeyExchange:
         known = {worker for offer in self._offers for worker in offer.workers}
         return [worker for worker in range(self._workers) if worker not in known]
 
+    def ends_epoch(self, offer: KeyOffer) -> bool:
+        """Whether all keys that have been offered would be void by an offer.
+
+        Raises:
+            ProtocolError: if it is none that can be meant.
+        """
+        known = all_keys(self._offers)
+        others = any(known.get(worker, key) != key for worker, key in offer.keys().items())
+        return bool(known) and (offer.epoch > self.epoch or (offer.epoch == self.epoch and others))
+
     def add(self, offer: KeyOffer) -> bool:
         """Take a process's offer; whether all others' keys are void by it: another epoch has begun.
 

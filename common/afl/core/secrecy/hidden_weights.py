@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from afl.core.dual import DualRule
 from afl.core.messages import PayloadHeader, Role
 from afl.core.secrecy.fixed_point import fixed, mean_of, numbers, signed_sums
-from afl.errors import DivergedError, NonFiniteError
+from afl.errors import DivergedError, NonFiniteError, PeerError
 
 FRACTION_BITS = 40
 """Of u: a dual weight is known to 1e-12."""
@@ -66,6 +66,9 @@ class OwnWeight:
         Args:
             round_: t, 1-based.
             total: Z of the round before, as the server has told it; of no use in a round after a restart.
+
+        Raises:
+            PeerError: if it is less than this worker's own part of it.
         """
         told, u = self._told
         restarts = self._block is not None and (round_ - 1) % self._block == 0
@@ -73,6 +76,11 @@ class OwnWeight:
             # Who has lost what it told begins at 1/m: Z makes all weights add up to 1 again.
             return 1.0 / self._workers
         own = math.ldexp(u, -FRACTION_BITS) / total
+        if own > 1.0:
+            raise PeerError(
+                f"the server says that all workers' unnormalized weights add up to {total:.6g}, which is "
+                "less than this worker's alone"
+            )
         return (1.0 - self._uniform) * own + self._uniform / self._workers
 
     def share(self, round_: int, weight: float, loss: float) -> tuple[int, int]:
