@@ -226,8 +226,7 @@ class Membership:
         """
         run, engine = self._run, self._run.engine
         lost = self._lost_residuals(member)
-        run.count(Incident.LOST_RESIDUAL, lost)
-        run.counters.lost_residuals += len(lost)
+        self._count_lost(lost)
         for worker in lost:
             self._tell_lost(member, worker)
         newcomers = self._members.newcomers(member)
@@ -273,17 +272,18 @@ class Membership:
         if self._run.config.faults.lost_residual != "refuse":
             return ""
         lost = self._lost_residuals(member)
-        if not lost and self._run.keys is not None and self._run.keys.ends_epoch(event.keys):
-            lost = self._with_residuals()
-            if lost:
-                return (
-                    f"{member.label} comes with other keys, under which all workers would begin without "
-                    "their residuals, and faults.lost_residual is refuse"
-                )
-        if not lost:
-            return ""
-        what = "ahead of this server" if self._is_ahead(member, lost[0]) else "without its uplink residual"
-        return f"worker {lost[0]} comes back {what}, and faults.lost_residual is refuse"
+        if lost:
+            what = (
+                "ahead of this server" if self._is_ahead(member, lost[0]) else "without its uplink residual"
+            )
+            return f"worker {lost[0]} comes back {what}, and faults.lost_residual is refuse"
+        keys = self._run.keys
+        if keys is not None and keys.ends_epoch(event.keys) and self._with_residuals():
+            return (
+                f"{member.label} comes with other keys, under which all workers would begin without their "
+                "residuals, and faults.lost_residual is refuse"
+            )
+        return ""
 
     def _with_residuals(self) -> list[int]:
         engine = self._run.engine
@@ -292,7 +292,9 @@ class Membership:
 
     def all_begin_anew(self, member: Member) -> None:
         """Count the workers that lose their residuals to a member's other keys, but for its own."""
-        lost = [worker for worker in self._with_residuals() if worker not in member.workers]
+        self._count_lost([worker for worker in self._with_residuals() if worker not in member.workers])
+
+    def _count_lost(self, lost: list[int]) -> None:
         self._run.count(Incident.LOST_RESIDUAL, lost)
         self._run.counters.lost_residuals += len(lost)
 
